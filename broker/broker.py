@@ -203,10 +203,10 @@ class BrokerController:
         self.refused_heartbeats = RefusedHeartbeats(clock)
         self.repeats = RedeliveryCauses(clock)
         self.locks = self._make_locks(folder / "locks.json")
-        self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics)
+        self.watch = Watch(self.runtime, self.groups, self.history, self.topics)
         self.notifications = Notifications(self.runtime, self.groups, self.group_configs, self.history)
         self.draining = self._make_draining()
-        self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.offsets, self.held_pulls)
+        self.guard = ReaderGuard(self.runtime, self.groups, self.locks, self.offsets, self.held_pulls)
         self.request_modes = RequestModes(self.runtime, folder / "modes.json")
         self.rates = Rates(self.runtime, self.name_servers)
 
@@ -222,7 +222,6 @@ class BrokerController:
             self.groups,
             self.group_configs,
             self.locks,
-            self.watch,
             self.draining,
             self.guard,
             self.pops,
@@ -247,7 +246,7 @@ class BrokerController:
         return Draining(
             self.runtime,
             self.groups,
-            self.watch,
+            self.locks,
             self.held_pulls,
             self.notifications,
             routes=self.name_servers,
@@ -263,7 +262,6 @@ class BrokerController:
             topics,
             groups,
             self.locks,
-            self.watch,
             self.request_modes,
             self.history,
             pools,
@@ -381,7 +379,6 @@ class BrokerController:
         self.held_pulls.drop(session)
         self.clients.drop(session)
         self.client_requests.drop(session)
-        self.watch.connection_gone(session)
 
     def check_receive(
         self, topic: str, group: str, queue_id: int = -1, *, orderly: bool = False

@@ -409,9 +409,11 @@ class Collector:
         return lost
 
     def _ownership(self) -> Iterator[Metric]:
-        watch, rebalances = self._broker.watch, self._broker.history.rebalances
+        locks, watch, rebalances = self._broker.locks, self._broker.watch, self._broker.history.rebalances
         yield self._counter(
-            "rocketlet_double_readers", "Number of times that two members read the same queue", watch.double_readers
+            "rocketlet_double_readers",
+            "Number of times that two members read the same queue",
+            locks.double_readers,
         )
         yield self._counter(
             "rocketlet_undrained_queues",

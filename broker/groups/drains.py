@@ -37,8 +37,8 @@ from ..sessions.reports import Recent
 from ..sessions.session import Session
 from .agreement import Agreement, PeerLinks
 from .group import ConsumerGroup, ConsumerGroups, Owners
+from .leases import Locks
 from .members import ALONE, History, Issued, MemberList
-from .offsets import Watch
 from .rates import RouteFinder
 from .settings import GroupConfigs
 from .stages import NOBODY, Drain, DrainEvent, DrainStage, IssuedByPeer, Others, QueueKey
@@ -485,7 +485,7 @@ class Draining:
         self,
         runtime: Runtime,
         groups: ConsumerGroups,
-        watch: Watch,
+        locks: Locks,
         held_pulls: HeldPulls,
         notifications: Notifications,
         *,
@@ -495,7 +495,7 @@ class Draining:
     ) -> None:
         limits = self._limits = runtime.limits
         self._groups = groups
-        self._watch = watch
+        self._locks = locks
         self._held_pulls = held_pulls
         self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
         self._repeats = repeats
@@ -503,7 +503,7 @@ class Draining:
         self.allotment = Allotment(runtime, groups, routes)
         self.agreement = Agreement(groups.broker_name, self._clock, peers, groups.changes, limits)
         self._moves = Moves(groups.broker_name, self.allotment, self.agreement, held_pulls, limits)
-        self.lists = ForeignMemberLists(runtime, watch, notifications, self.allotment, self.agreement)
+        self.lists = ForeignMemberLists(runtime, locks, notifications, self.allotment, self.agreement)
 
     # Questions
 
@@ -653,7 +653,7 @@ class Draining:
     def _drained(self, group: ConsumerGroup, drain: Drain, session: Session, key: QueueKey) -> None:
         """Record the end of a queue's drain. The next reader continues at that offset, even if it has loaded another one."""
         drain.finish(session, key)
-        self._watch.release(session, group.queue(*key))
+        self._locks.release(session, group.queue(*key))
         self._groups.changes.queue_released(group, key, session)
         drain.release_pulls([key])
         drain.record_progress(self._until_s(), session)
@@ -721,7 +721,7 @@ class Draining:
         if left:
             self._repeats.note_undrained(group.name, left)
         for session, key in given_up:
-            self._watch.release(session, group.queue(*key))
+            self._locks.release(session, group.queue(*key))
             if group.is_alone(session):  # it does not drop the queue, so it would keep its lock
                 self._groups.changes.queue_released(group, key, session)
 
@@ -758,20 +758,20 @@ class ForeignMemberLists:
     def __init__(
         self,
         runtime: Runtime,
-        watch: Watch,
+        locks: Locks,
         notifications: Notifications,
         allotment: Allotment,
         agreement: Agreement,
     ) -> None:
         self._drained_wait_s = runtime.limits.drained_wait_s
-        self._watch = watch
+        self._locks = locks
         self._notify = notifications.notify
         self._turns = runtime.turns
         self._allotment = allotment
         self._agreement = agreement
         self._clock = clock = runtime.clock
         # until then, members from before a restart may not have sent a heartbeat yet
-        self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S if watch.is_restarted else -math.inf
+        self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S if locks.is_restarted else -math.inf
 
     # Which list a member is given
 
@@ -833,7 +833,7 @@ class ForeignMemberLists:
         """Return the members before the change, for a member without a list."""
         previous = group.previous_ids
         # the client reads no queue now, so leave it out of its own previous list
-        if not self._watch.reads(session, group):
+        if not self._locks.reads(session, group):
             previous -= {group.foreign[session].client_id}
         return [client_id for client_id in group.companions(session).ids if client_id in previous]
 

@@ -187,6 +187,11 @@ class GroupQueue:
         self.contest: Contest | None = None
         self.version = 0
 
+    def set_reader(self, session: Session | None) -> None:
+        """Set the connection that pulled last. What an earlier one was given, committed or passed does not count any more."""
+        self.reader = session
+        self.given_offset, self.has_committed, self.passed = 0, False, None
+
     def is_over(self, now_s: float) -> bool:
         """Return True if the lease, lock or reservation was not renewed in time."""
         return now_s - self.renewed_s > (LOCK_LEASE_S if self.owner.is_locked else HANDOVER_LEASE_S)

@@ -12,14 +12,14 @@ import structlog
 from ...protocol.bodies import LOOKS, Work
 from ...protocol.group_bodies import LockRequest
 from ...protocol.names import Queue
-from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, PLACE_BYTES, STANDSTILL_S
+from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, MAX_HOLD_S, PLACE_BYTES, STANDSTILL_S
 from ..runtime.jobs import Job
 from ..runtime.runtime import Runtime
 from ..sessions.session import Session
 from ..store.index import ConsumeQueue
 from ..store.journals import Change, LeaseChange, LeaseJournal, LeaseKey
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts
-from .members import LOCKED, History
+from .members import LOCKED, History, Member
 from .owners import KEPT, MISSING, NO_OWNER, Claim, Owner, OwnerEvent, OwnerState, next_owner, replay
 from .reading import ALLOWED, Read, ReadKind, may_read
 from .stages import QueueKey
@@ -61,10 +61,15 @@ _ENDED_TEXTS = {_UNLOCK: "unlocked", OwnerEvent.CLOSE: "lock lost"}
 # A connection that pulls or commits such a queue, and does not belong to a member yet, counts as the queue's reader. A
 # connection that pulls a queue whose reader has lost its connection becomes the reader, too, as long as no other client
 # has read the queue.
+#
+# Rocketlet members cannot read a queue that another one has locked. Foreign members do not lock, and two of them read
+# a queue while they have different member lists. A member that pulls again soon after another one has pulled is the
+# second reader, unless it has the lock, or comes after longer than a pull is held: then it has got the queue back.
 
 
 class Locks:
-    """Changes the owners of the queues of all groups. `refused` counts locks beyond the limits.
+    """Changes the owners of the queues of all groups, and records their readers. `refused` counts locks beyond the limits,
+    `double_readers` the times that a queue was read by two members.
 
     Args:
         topics: the number of queues of a topic; other queues are not locked.
@@ -86,6 +91,9 @@ class Locks:
         self._turns = runtime.turns
         self.groups = groups
         self._queues: dict[Session, dict[GroupQueue, None]] = {}  # queues that each connection owns or waits for
+        self._read: dict[
+            Session, dict[GroupQueue, None]
+        ] = {}  # queues that each connection reads, or read before another
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
         self._changes = groups.changes
         self._queues_of = topics.queues_of
@@ -94,7 +102,7 @@ class Locks:
         self._waiting = 0  # number of waiting members, summed over queues
         self._unknown: set[LeaseKey] = set()  # queues whose owners of the last run could not be adopted
         self._reader_count = 0  # foreign readers, including those whose connections have closed
-        self.refused = 0
+        self.refused = self.double_readers = 0
         self._history = history
         self._ledger = ledger = LeaseJournal(path, limits)
         self._epoch = max(
@@ -188,9 +196,9 @@ class Locks:
         if holder is former:
             return
         if former is not None and former.session is not None:
-            self._unlist(former.session, queue)
+            _unlist(self._queues, former.session, queue)
         if holder is not None and holder.session is not None:
-            self._list(holder.session, queue)
+            _list(self._queues, holder.session, queue)
         if holder is None or former is None or holder.epoch != former.epoch:
             queue.former_end, queue.is_pull_recorded, queue.is_commit_recorded = None, False, False
 
@@ -199,7 +207,7 @@ class Locks:
         waiters, queue.waiters = queue.waiters or {}, None
         self._waiting -= len(waiters)
         for waiter in waiters:
-            self._unlist(waiter, queue)
+            _unlist(self._queues, waiter, queue)
             self._changes.lease_freed(queue.group, waiter)
 
     # Requests
@@ -305,12 +313,12 @@ class Locks:
         return faults
 
     def connection_gone(self, session: Session) -> None:
-        """Remove what waits for a closed connection. Locks of Apache's clients last until they expire. Leases end
-        if the client has closed the connection. Otherwise the client may not have noticed the loss, so its leases last
-        until they expire, and the client can reconnect as after a restart."""
-        queues = self._queues.pop(session, {})
-        session.charge(-PLACE_BYTES * (len(queues) + len(self._left.pop(session, ()))))
-        self._turns.do_some(self._losing(session, queues))
+        """Remove what waits for a closed connection, and the connection as the reader of queues. Locks of Apache's clients
+        last until they expire. Leases end if the client has closed the connection. Otherwise the client may not have noticed
+        the loss, so its leases last until they expire, and the client can reconnect as after a restart."""
+        queues, read = self._queues.pop(session, {}), self._read.pop(session, {})
+        session.charge(-PLACE_BYTES * (len(queues) + len(read) + len(self._left.pop(session, ()))))
+        self._turns.do_some(self._losing(session, {**queues, **read}))
 
     def _losing(self, session: Session, queues: Iterable[GroupQueue]) -> Work[None]:
         """End what a closed connection had, a queue per piece. Its client may have come back since."""
@@ -321,6 +329,13 @@ class Locks:
             if queue.owner.is_leased_to(session):
                 self._move(queue, OwnerEvent.CLOSE if session.was_closed_by_client else OwnerEvent.DISCONNECT)
                 self._report_change()
+            if queue.previous_reader is session:
+                queue.previous_reader = None
+            if queue.reader is session:
+                queue.set_reader(None)
+                if queue.owner.reader is not None and queue.owner.state not in MISSING:
+                    self._move(queue, OwnerEvent.LOSE)  # the foreign member may come back on another connection
+            self.groups.release_queue(queue)
             yield
 
     def owned_by(self, session: Session, name: str) -> list[GroupQueue]:
@@ -399,9 +414,13 @@ class Locks:
         return now_s
 
     def topic_deleted(self, topic: str) -> Job[None]:
-        """Adapt leases to the deletion of a topic: if the topic is recreated, new messages get the offsets of deleted
-        ones, which owners must not skip. The change is in force when the method returns, and the returned job writes it
-        to the disk."""
+        """Adapt leases and readers to the deletion of a topic: if the topic is recreated, new messages get the offsets of
+        deleted ones, which owners must not skip, and which readers were not given. The change is in force when the method
+        returns, and the returned job writes it to the disk."""
+        for group in self.groups.of_topic(topic):
+            for queue in group.queues.values():
+                if queue.key[0] == topic:
+                    queue.given_offset, queue.passed = 0, None
         leases = [
             (queue, queue.owner.holder)
             for group in self.groups.of_topic(topic)
@@ -434,14 +453,6 @@ class Locks:
         self._ledger.write()
         self._changes.leases_changed()
 
-    def record_pull(self, queue: GroupQueue) -> None:
-        """Record the owner's first pull in the history."""
-        holder = queue.owner.holder
-        if holder is not None and queue.owner.is_leased and not queue.is_pull_recorded:
-            queue.is_pull_recorded = True
-            name, topic, queue_id = queue.lease_key
-            self._history.add(name, "first pull", holder.client_id, topic=topic, queue=queue_id, epoch=holder.epoch)
-
     def record_commit(self, queue: GroupQueue, offset: int) -> int:
         """Return the offset to store: for a lease of a Rocketlet client, `former_end` at most, if that is set. Record the
         first commit during such a lease in the history."""
@@ -465,9 +476,46 @@ class Locks:
     def __len__(self) -> int:
         return self._count
 
-    # Foreign members that read
+    # Readers
 
-    def record_reader(self, queue: GroupQueue, client_id: str) -> None:
+    def record_pull(self, session: Session, group: ConsumerGroup, key: QueueKey) -> GroupQueue:
+        """Record that a connection has pulled a queue, and return the queue. If the connection reads too many queues,
+        record nothing, and return `NO_QUEUE` if the group has no state of the queue."""
+        queue = group.queues.get(key, NO_QUEUE)
+        if queue.reader is session or len(self._read.get(session, ())) >= self._limits.max_read_queues:
+            return queue
+        if queue is NO_QUEUE:
+            queue = self.groups.obtain_queue(group, key)
+        _list(self._read, session, queue)
+        last, before, since_s = queue.reader, queue.previous_reader, queue.reader_since_s
+        now_s = self._clock.monotonic_s()
+        queue.set_reader(session)
+        queue.previous_reader, queue.reader_since_s = last, now_s
+        if before is not None and before is not session:
+            _unlist(self._read, before, queue)
+        self._record_first_pull(queue)
+        member = group.members.get(session)
+        if member is not None and member.is_foreign:
+            self._record_reader(queue, member.client_id)
+        is_back = session is before and last is not None and now_s - since_s < MAX_HOLD_S
+        if not is_back or queue.owner.is_held_by(session):
+            return queue
+        other = group.members.get(last) if last is not None else None
+        if member is not None and other is not None and _may_be_two(member, other):
+            self.double_readers += 1
+            fault = f"{key[0]}:{key[1]} is read by {other.client_id} and {member.client_id}"
+            self._history.report_misread("two readers", group.name, member.client_id, fault)
+        return queue
+
+    def _record_first_pull(self, queue: GroupQueue) -> None:
+        """Record the owner's first pull in the history."""
+        holder = queue.owner.holder
+        if holder is not None and queue.owner.is_leased and not queue.is_pull_recorded:
+            queue.is_pull_recorded = True
+            name, topic, queue_id = queue.lease_key
+            self._history.add(name, "first pull", holder.client_id, topic=topic, queue=queue_id, epoch=holder.epoch)
+
+    def _record_reader(self, queue: GroupQueue, client_id: str) -> None:
         """Write to the disk that a foreign member reads a queue, before the member gets messages, so that the queue
         is reserved for it after a restart. Beyond `max_locks` readers, nothing is written."""
         owner = queue.owner
@@ -477,15 +525,34 @@ class Locks:
             self._move(queue, OwnerEvent.READ, client_id)
             self._ledger.write()
 
-    def clear_reader(self, queue: GroupQueue) -> None:
-        """Record that no foreign member reads the queue."""
+    def release(self, session: Session, queue: GroupQueue) -> None:
+        """Forget the reader of a queue that moves away from it, because it has handled all its messages or is not
+        waited for any more."""
+        if queue.reader is not session:
+            return
+        for item in (session, queue.previous_reader):
+            if item is not None:
+                _unlist(self._read, item, queue)
+        queue.set_reader(None)
+        queue.previous_reader = None
         if queue.owner.reader is not None:
             self._move(queue, OwnerEvent.RELEASE)
+        self.groups.release_queue(queue)
 
-    def lose_reader(self, queue: GroupQueue) -> None:
-        """Handle the closed connection of a queue's reader. A foreign member may come back on another one."""
-        if queue.owner.reader is not None and queue.owner.state not in MISSING:
-            self._move(queue, OwnerEvent.LOSE)
+    def release_topic(self, session: Session, group: str, topic: str) -> None:
+        """Forget a reader that does not pull the topic any more."""
+        for queue in self.read_by(session, group):
+            if queue.key[0] == topic:
+                self.release(session, queue)
+
+    def read_by(self, session: Session, group: str) -> list[GroupQueue]:
+        """Return the queues of a group that this connection pulled last."""
+        queues = self._read.get(session, ())
+        return [queue for queue in queues if queue.reader is session and queue.group.name == group]
+
+    def reads(self, session: Session, group: ConsumerGroup) -> bool:
+        """Return True if `read_by` has a queue. This is faster, for connections with very many queues."""
+        return any(queue.reader is session and queue.group is group for queue in self._read.get(session, ()))
 
     def renew_awaited(self, queue: GroupQueue, session: Session) -> None:
         """Renew the reservation of a queue for a client that is no member, and has pulled or committed the queue."""
@@ -530,26 +597,12 @@ class Locks:
         if session not in queue.waiters and not is_full:
             queue.waiters[session] = None
             self._waiting += 1
-            self._list(session, queue)
+            _list(self._queues, session, queue)
 
     def _remove_waiter(self, session: Session, queue: GroupQueue) -> None:
         if queue.waiters and session in queue.waiters:
             del queue.waiters[session]
             self._waiting -= 1
-
-    def _list(self, session: Session, queue: GroupQueue) -> None:
-        held = self._queues.setdefault(session, {})
-        if queue not in held:
-            held[queue] = None
-            session.charge(PLACE_BYTES)
-
-    def _unlist(self, session: Session | None, queue: GroupQueue) -> None:
-        held = self._queues.get(session) if session is not None else None
-        if session is not None and held is not None and queue in held:
-            del held[queue]
-            session.charge(-PLACE_BYTES)
-            if not held:
-                del self._queues[session]
 
     def _report_change(self) -> None:
         """Report once what a request has changed, because it may have thousands of queues."""
@@ -564,3 +617,25 @@ def _lines_of(lease_key: LeaseKey, owner: Owner, former_end: int | None) -> Iter
         yield *lease_key, *owner.entry
         if former_end is not None:
             yield *lease_key, *owner.entry[:2], former_end
+
+
+def _list(index: dict[Session, dict[GroupQueue, None]], session: Session, queue: GroupQueue) -> None:
+    held = index.setdefault(session, {})
+    if queue not in held:
+        held[queue] = None
+        session.charge(PLACE_BYTES)
+
+
+def _unlist(index: dict[Session, dict[GroupQueue, None]], session: Session, queue: GroupQueue) -> None:
+    held = index.get(session, {})
+    if queue in held:
+        del held[queue]
+        session.charge(-PLACE_BYTES)
+        if not held:
+            del index[session]
+
+
+def _may_be_two(reader: Member, last: Member) -> bool:
+    """Return True if the last reader may still read the queue. A Rocketlet member reads nothing without its lock: a foreign
+    one that reads has got the queue back."""
+    return reader.data.message_model == "CLUSTERING" and not last.data.strategy

@@ -484,6 +484,11 @@ class History:
         self.add(group.name, event, client, members=members)
         self.rebalances.begin_rebalance(group, event)
 
+    def report_misread(self, event: str, group: str, client: str, fault: str) -> None:
+        """Record and log a queue that two members read, or none."""
+        log.warning("queue_misread", kind=event, group=group, fault=fault)
+        self.add(group, event, client, fault=fault)
+
     def changed_hands(self, event: str, group: TimedGroup, key: LeaseKey, client: str, epoch: int) -> None:
         """Record a lease that began or ended. One request may contain 8,192 queues, so this method does as little as
         possible."""

@@ -14,7 +14,7 @@ import structlog
 
 from ...protocol.bodies import LOOKS, SLICE, Work, joined, shaped
 from ...protocol.names import IllegalName, group_fault
-from ..config import GUARD_POLL_S, GUARD_QUIET_S, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded
+from ..config import GUARD_POLL_S, GUARD_QUIET_S, ORPHAN_S, LimitExceeded
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Topics
 from ..runtime.jobs import Job
@@ -24,7 +24,6 @@ from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from .group import (
-    NO_QUEUE,
     ConsumerGroup,
     ConsumerGroups,
     Contest,
@@ -34,7 +33,7 @@ from .group import (
     TopicOffsets,
 )
 from .leases import Locks
-from .members import History, Member, Unread
+from .members import History, Unread
 from .reading import is_guarded
 from .stages import QueueKey
 
@@ -353,136 +352,17 @@ class Offsets:
 
 
 # ------------------------------------------------------------------------------
-# Records the reader of each queue, and reports queues that two members read or that no member reads.
-#
-# Rocketlet members cannot read a queue that another one has locked. Foreign members do not lock, and two of them read
-# a queue while they have different member lists. A member that pulls again soon after another one has pulled is the
-# second reader, unless it has the lock, or comes after longer than a pull is held: then it has got the queue back.
+# Reports queues that no member reads.
 
 
 class Watch:
-    """Records readers. `double_readers` counts the times that a queue was read by two members."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        groups: ConsumerGroups,
-        locks: Locks,
-        history: History,
-        topics: QueueCounts,
-    ) -> None:
+    def __init__(self, runtime: Runtime, groups: ConsumerGroups, history: History, topics: QueueCounts) -> None:
         self._limits = runtime.limits
         self._groups = groups
-        self._locks = locks
-        self._turns = runtime.turns
-        self.is_restarted = locks.is_restarted  # True if queues had readers or owners before the last restart
         self._history = history
         self._queues_of = topics.queues_of
         self._clock = runtime.clock
-        # The queues of which a connection is the reader, or the previous one.
-        self._queues: dict[Session, dict[GroupQueue, None]] = {}
         self._due_s = float("-inf")
-        self.double_readers = 0
-
-    def record_pull(self, session: Session, group: ConsumerGroup, key: QueueKey) -> GroupQueue:
-        """Record that a connection has pulled a queue, and return the queue. If the connection reads too many queues,
-        record nothing, and return `NO_QUEUE` if the group has no state of the queue."""
-        queue = group.queues.get(key, NO_QUEUE)
-        if queue.reader is session:
-            return queue
-        held = self._queues.get(session)
-        if held is not None and len(held) >= self._limits.max_read_queues:
-            return queue
-        if queue is NO_QUEUE:
-            queue = self._groups.obtain_queue(group, key)
-        if held is None:
-            held = self._queues[session] = {}
-        if queue not in held:
-            held[queue] = None
-            session.charge(PLACE_BYTES)
-        last, before, since_s = queue.reader, queue.previous_reader, queue.reader_since_s
-        now_s = self._clock.monotonic_s()
-        queue.reader, queue.previous_reader, queue.reader_since_s = session, last, now_s
-        queue.given_offset, queue.has_committed, queue.passed = 0, False, None
-        if before is not None and before is not session:
-            self._unlist(before, queue)
-        self._locks.record_pull(queue)
-        member = group.members.get(session)
-        if member is not None and member.is_foreign:
-            self._locks.record_reader(queue, member.client_id)
-        is_back = session is before and last is not None and now_s - since_s < MAX_HOLD_S
-        if not is_back or queue.owner.is_held_by(session):
-            return queue
-        other = group.members.get(last) if last is not None else None
-        if member is not None and other is not None and _may_be_two(member, other):
-            self.double_readers += 1
-            topic, queue_id = key
-            both = f"{other.client_id} and {member.client_id}"
-            self._name("two readers", group.name, member.client_id, f"{topic}:{queue_id} is read by {both}")
-        return queue
-
-    def release(self, session: Session, queue: GroupQueue) -> None:
-        """Forget the reader of a queue that moves away from it, because it has handled all its messages or is not
-        waited for any more."""
-        if queue.reader is session:
-            self._clear(queue)
-            self._locks.clear_reader(queue)
-            self._groups.release_queue(queue)
-
-    def _clear(self, queue: GroupQueue) -> None:
-        for session in (queue.reader, queue.previous_reader):
-            if session is not None:
-                self._unlist(session, queue)
-        queue.reader = queue.previous_reader = None
-        queue.given_offset, queue.has_committed, queue.passed = 0, False, None
-
-    def release_topic(self, session: Session, group: str, topic: str) -> None:
-        """Forget a reader that does not pull the topic any more."""
-        for queue in self.read_by(session, group):
-            if queue.key[0] == topic:
-                self.release(session, queue)
-
-    def read_by(self, session: Session, group: str) -> list[GroupQueue]:
-        """Return the queues of a group that this connection pulled last."""
-        queues = self._queues.get(session, ())
-        return [queue for queue in queues if queue.reader is session and queue.group.name == group]
-
-    def reads(self, session: Session, group: ConsumerGroup) -> bool:
-        """Return True if `read_by` has a queue. This is faster, for connections with very many queues."""
-        return any(queue.reader is session and queue.group is group for queue in self._queues.get(session, ()))
-
-    def topic_deleted(self, topic: str) -> None:
-        """Forget which messages of a deleted topic readers were given or have passed, because a recreated topic does not
-        have them."""
-        for group in self._groups.of_topic(topic):
-            for queue in group.queues.values():
-                if queue.key[0] == topic:
-                    queue.given_offset, queue.passed = 0, None
-
-    def connection_gone(self, session: Session) -> None:
-        """Remove a closed connection as the reader and previous reader of its queues, and release its memory charge."""
-        queues = self._queues.pop(session, {})
-        session.charge(-PLACE_BYTES * len(queues))
-        self._turns.do_some(self._losing(session, queues))
-
-    def _losing(self, session: Session, queues: Iterable[GroupQueue]) -> Work[None]:
-        for queue in queues:
-            if queue.previous_reader is session:
-                queue.previous_reader = None
-            if queue.reader is session:
-                queue.reader = None
-                queue.given_offset, queue.has_committed, queue.passed = 0, False, None
-                self._locks.lose_reader(queue)
-            self._groups.release_queue(queue)
-            yield
-
-    def _unlist(self, session: Session, queue: GroupQueue) -> None:
-        held = self._queues.get(session)
-        if held is not None and queue in held:
-            del held[queue]
-            session.charge(-PLACE_BYTES)
-            if not held:
-                del self._queues[session]
 
     def reporting_orphans(self) -> Work[None]:
         """Report the queues that no member has read or locked for some seconds, although members subscribe to them; 100
@@ -509,7 +389,9 @@ class Watch:
                         if now_s - known.since_s >= ORPHAN_S:
                             orphaned += 1
                             if not known.is_named and reported < self._limits.max_reported:
-                                self._name("orphaned", group.name, "", f"{topic}:{queue_id} has no reader")
+                                self._history.report_misread(
+                                    "orphaned", group.name, "", f"{topic}:{queue_id} has no reader"
+                                )
                                 reported, known = reported + 1, Unread(known.since_s, is_named=True)
                         unread[queue_id] = known
                         unread_count += 1
@@ -524,16 +406,6 @@ class Watch:
         """Return the number of queues without a reader, by group and topic."""
         found = ((group.name, topic, item.orphaned) for group in self._groups for topic, item in group.topics.items())
         return Counter({(group, topic): count for group, topic, count in found if count})
-
-    def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
-        log.warning("queue_misread", kind=event, group=group, fault=fault)
-        self._history.add(group, event, client_id, fault=fault)
-
-
-def _may_be_two(reader: Member, last: Member) -> bool:
-    """Return True if the last reader may still read the queue. A Rocketlet member reads nothing without its lock: a foreign
-    one that reads has got the queue back."""
-    return reader.data.message_model == "CLUSTERING" and not last.data.strategy
 
 
 # ------------------------------------------------------------------------------
@@ -557,12 +429,12 @@ class ReaderGuard:
         self,
         runtime: Runtime,
         groups: ConsumerGroups,
-        watch: Watch,
+        locks: Locks,
         offsets: Offsets,
         held_pulls: HeldPulls,
     ) -> None:
         self._groups = groups
-        self._watch = watch
+        self._locks = locks
         self._offsets = offsets
         self._held_pulls = held_pulls
         self._clock = runtime.clock
@@ -662,7 +534,7 @@ class ReaderGuard:
     def _free(self, queue: GroupQueue, contest: Contest) -> None:
         queue.contest = None
         self._return_held(queue, contest)
-        self._watch.release(contest.reader, queue)
+        self._locks.release(contest.reader, queue)
         self._offsets.fence(queue.group, queue.key)  # the next reader may have loaded its offset before
         self._groups.release_queue(queue)
         for pull in contest.waiting:

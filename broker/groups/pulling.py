@@ -61,7 +61,7 @@ from .drains import Draining, has_handled_all
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, FinishedAhead, GroupQueue
 from .leases import Locks
 from .members import subscription_bytes
-from .offsets import Offsets, ReaderGuard, Watch
+from .offsets import Offsets, ReaderGuard
 from .rates import Rates, TokenBucket
 from .reading import ALLOWED, MoveTo, Read, ReadKind, Refuse, Wait, WaitReason, is_guarded, is_lasting, may_read
 from .settings import GroupConfigs
@@ -151,7 +151,6 @@ class Pulling:
         groups: ConsumerGroups,
         group_configs: GroupConfigs,
         locks: Locks,
-        watch: Watch,
         draining: Draining,
         guard: ReaderGuard,
         pops: Pops,
@@ -169,7 +168,6 @@ class Pulling:
         self._groups = groups
         self._group_configs = group_configs
         self._locks = locks
-        self._watch = watch
         self._draining = draining
         self._guard = guard
         self._pops = pops
@@ -222,7 +220,7 @@ class Pulling:
                 return None
             if isinstance(verdict, MoveTo):
                 return self._moved(header, verdict)
-        group_queue = self._watch.record_pull(session, group, key)
+        group_queue = self._locks.record_pull(session, group, key)
         if header.sys_flag & codes.PULL_COMMIT_OFFSET and group_queue.reader is session:
             group_queue.has_committed = True
         if group_queue.former_end is not None and self._shows_the_end(read, group_queue):

@@ -16,7 +16,6 @@ from ..config import POOL_LEAVE_S, POOL_POLL_INTERVAL_S
 from ..groups.group import ConsumerGroup, ConsumerGroups
 from ..groups.leases import Locks
 from ..groups.members import POPS, History, Member
-from ..groups.offsets import Watch
 from ..groups.rates import RouteFinder
 from ..groups.reading import shares_queues
 from ..groups.settings import RequestModes
@@ -114,7 +113,6 @@ class Division:
         topics: Topics,
         groups: ConsumerGroups,
         locks: Locks,
-        watch: Watch,
         modes: RequestModes,
         history: History,
         pools: Pools,
@@ -123,7 +121,7 @@ class Division:
         self._limits = runtime.limits
         self._broker_name = groups.broker_name
         self._topics = topics
-        self._groups, self._locks, self._watch = groups, locks, watch
+        self._groups, self._locks = groups, locks
         self._modes = modes
         self._reports, self._history = Reports(runtime.clock), history
         self._routes = routes
@@ -176,7 +174,7 @@ class Division:
         name, topic = request.group, request.topic
         # The client may have pulled this topic until now, so it no longer counts as the reader of the topic's queues
         if not is_used and request.session is not None and request.count > 0:
-            self._watch.release_topic(request.session, name, topic)
+            self._locks.release_topic(request.session, name, topic)
         if pool is None or pool.queues.owned is None:
             if is_used:
                 return None

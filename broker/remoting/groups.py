@@ -125,7 +125,7 @@ def _register_client(
         if group.missing_readers:
             for queue in broker.locks.readers_back(group, beat.client_id):
                 # the client may still handle messages that it got before the restart
-                broker.watch.record_pull(connection, group, queue.key)
+                broker.locks.record_pull(connection, group, queue.key)
         broker.locks.join(connection, group.name)
         if consumer.queue_counts:
             broker.notifications.notify_outdated(connection, group)
@@ -228,10 +228,10 @@ def unregister_client(broker: BrokerController, connection: RemotingConnection, 
         is_foreign = group is not None and connection in group.foreign
         if group is not None and is_foreign:
             unfinished = 0
-            for queue in broker.watch.read_by(connection, header.consumer_group):
+            for queue in broker.locks.read_by(connection, header.consumer_group):
                 broker.offsets.fence(group, queue.key)  # the next reader may have queried the offset before this commit
                 unfinished += max(queue.given_offset - (group.offset(*queue.key) or 0), 0)
-                broker.watch.release(connection, queue)
+                broker.locks.release(connection, queue)
             if unfinished:
                 broker.repeats.note_left(header.consumer_group, header.client_ID, unfinished)
         broker.groups.leave(connection, header.consumer_group)

@@ -243,9 +243,9 @@ async def test_two_members_that_read_one_queue_are_named(node: Node, connect: Co
         await join(wire, name)
     for wire in (one, two):
         await wire.call(RequestCode.PULL_MESSAGE, pull())
-    assert node.broker.watch.double_readers == 0, "a queue may change hands"
+    assert node.broker.locks.double_readers == 0, "a queue may change hands"
     await one.call(RequestCode.PULL_MESSAGE, pull())
-    assert node.broker.watch.double_readers == 1
+    assert node.broker.locks.double_readers == 1
     (event,) = [event for event in node.broker.history.of("g") if event["event"] == "two readers"]
     assert event["fault"] == "t:0 is read by c2 and c1"
 
@@ -260,7 +260,7 @@ async def test_a_queue_that_comes_back_by_its_lock_has_one_reader(node: Node, co
         await lock(wire, name)
         assert (await wire.call(RequestCode.PULL_MESSAGE, pull())).code == 0
         await lock(wire, name, code=RequestCode.UNLOCK_BATCH_MQ)
-    assert node.broker.watch.double_readers == 0
+    assert node.broker.locks.double_readers == 0
 
 
 async def test_a_foreign_member_that_gets_a_queue_back_from_one_of_ours_reads_alone(
@@ -276,7 +276,7 @@ async def test_a_foreign_member_that_gets_a_queue_back_from_one_of_ours_reads_al
     await ours.call(RequestCode.PULL_MESSAGE, pull())
     await lock(ours, "c2", code=RequestCode.UNLOCK_BATCH_MQ)
     await foreign.call(RequestCode.PULL_MESSAGE, pull())
-    assert node.broker.watch.double_readers == 0
+    assert node.broker.locks.double_readers == 0
 
 
 @pytest.mark.still

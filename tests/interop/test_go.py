@@ -185,7 +185,7 @@ async def test_members_of_different_topics_share_each_of_them(cluster: Cluster, 
     for peer, topics in zip(programs, subscribed, strict=True):
         assert {body.partition("-")[0] for body in peer.bodies} == topics
     assert {body.partition(b"-")[0] for body in inbox.bodies} == {b"t0"}
-    assert [node.broker.watch.double_readers for node in cluster.nodes] == [0] * len(cluster.nodes)
+    assert [node.broker.locks.double_readers for node in cluster.nodes] == [0] * len(cluster.nodes)
 
 
 async def test_gos_odd_habits_are_answered(cluster: Cluster, go: Run) -> None:

@@ -246,7 +246,7 @@ async def test_java_members_hand_queues_over(start_cluster: StartCluster, java: 
         await one.until(lambda: sum(len(peer.bodies) for peer in everyone) >= len(sent))
     counted = Counter(body for peer in everyone for body in peer.bodies)
     assert counted == Counter(dict.fromkeys(sent, 1))
-    assert cluster.nodes[0].broker.watch.double_readers == 0
+    assert cluster.nodes[0].broker.locks.double_readers == 0
 
 
 @feature("groups of Java and Python members: every queue has one owner")

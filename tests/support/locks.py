@@ -12,12 +12,16 @@ from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups, GroupCh
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.stages import QueueKey
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.broker.sessions.session import Session
 from rocketlet.broker.store.index import ConsumeQueue
-from rocketlet.protocol.bodies import Route
+from rocketlet.protocol.bodies import ConsumerData, Route
 from rocketlet.protocol.group_bodies import PeerMessage
+from rocketlet.protocol.names import Subscription
 from rocketlet.testing.clock import MovableClock
+
+from ..conftest import peer
 
 
 class Counts:
@@ -115,10 +119,11 @@ def make_locks(
     groups: ConsumerGroups | None = None,
     queues: Mapping[QueueKey, ConsumeQueue] | None = None,
     runtime: Runtime | None = None,
+    history: History | None = None,
 ) -> Locks:
     """Locks alone; its list has the sessions that were notified of a free queue. end: where each queue ends."""
     runtime = runtime or Runtime(clock, limits)
-    history = History(runtime)
+    history = history or History(runtime)
     changes = Changes(freed=lambda session, group: told.append(session) if told is not None else None)
     return Locks(
         runtime,
@@ -130,7 +135,16 @@ def make_locks(
     )
 
 
-def record_reader(locks: Locks, group: str, topic: str, queue_id: int, client_id: str) -> None:
-    """A foreign member reads a queue."""
-    queue = locks.groups.obtain_queue(locks.groups.obtain(group), (topic, queue_id))
-    locks.record_reader(queue, client_id)
+def join_foreign(locks: Locks, group: str, topic: str, client_id: str) -> RemotingConnection:
+    """A foreign member joins."""
+    session = peer()
+    locks.groups.heartbeat(session, client_id, ConsumerData(group, subscriptions=(Subscription(topic),)), 0, 0)
+    session.charged_bytes = 0  # the membership is not counted here
+    return session
+
+
+def record_reader(locks: Locks, group: str, topic: str, queue_id: int, client_id: str) -> RemotingConnection:
+    """A foreign member joins, and reads a queue."""
+    session = join_foreign(locks, group, topic, client_id)
+    locks.record_pull(session, locks.groups.obtain(group), (topic, queue_id))
+    return session

@@ -102,7 +102,6 @@ async def _delete_topic(broker: BrokerController, name: str) -> None:
     broker.offsets.topic_deleted(name)
     broker.lites.topic_deleted(name)
     broker.pops.topic_deleted(name)
-    broker.watch.topic_deleted(name)
     noting = broker.locks.topic_deleted(name)
     log.info("topic_deleted", topic=name)
     removing = broker.store.deleting(name)

@@ -15,7 +15,6 @@ from rocketlet.broker.config import LIMITS, RELOOK_S, Limits
 from rocketlet.broker.groups.drains import Allotment, Claims, claims_by_list, owners_of
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import ALONE, History, Member, MemberList, StickyShares, SubscribedTopic
-from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.reading import Read, ReadKind, Refuse, may_read
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.remoting.connection import RemotingConnection
@@ -30,7 +29,7 @@ from rocketlet.protocol.names import Queue, Subscription, parse_subscription, re
 from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Node, peer
-from ...support.locks import Changes, Counts, Routes, make_groups, make_locks
+from ...support.locks import Changes, Routes, make_groups, make_locks
 from ...support.peers import Peer
 from ...support.topics import put
 from ...support.turns import heartbeat_of, pieces
@@ -156,8 +155,7 @@ class World:
         self.spawned: list[Any] = []
         self.moved: list[str] = []
         self.groups = make_groups(runtime, history, 4, Changes(moved=lambda group: self.moved.append(group.name)))
-        locks = make_locks(folder, clock, groups=self.groups)
-        self.watch = Watch(runtime, self.groups, locks, history, Counts(4))
+        self.locks = make_locks(folder, clock, groups=self.groups)
         self.allotment = Allotment(
             runtime,
             self.groups,
@@ -336,7 +334,7 @@ def test_a_reader_is_distinguished_from_a_bystander(world: World) -> None:
     assert not world.groups.obtain("h").is_new_reader(one, "t", 0, now_s)
     assert not world.group.is_new_reader(peer(), "t", 0, now_s)
     for number in range(2):
-        world.watch.record_pull(one, world.groups.obtain("g"), ("t", number))
+        world.locks.record_pull(one, world.groups.obtain("g"), ("t", number))
     assert not world.is_bystander(one, 1), "it has messages of it in its handlers"
     assert not world.is_bystander(one, 0)
     assert not world.group.is_new_reader(one, "t", 0, now_s)
@@ -419,13 +417,13 @@ def test_a_reader_without_a_list_claims_what_it_reads(world: World) -> None:
     world.gives(two, ALONE)
     world.gives(three, MemberList(["c1", "c3"]))  # the last two queues
     for number, session in enumerate((one, two, three)):
-        world.watch.record_pull(session, world.groups.obtain("g"), ("t", number))
+        world.locks.record_pull(session, world.groups.obtain("g"), ("t", number))
     claims, found = claims_of(world)
     assert found == {2: [three], 3: [three]}
     lost = list(claims.losing(world.group, "t", 4, ["c9"] * 4, found))
     assert lost == [(("t", 0), one), (("t", 1), two), (("t", 2), three), (("t", 3), three)]
-    world.watch.record_pull(one, world.groups.obtain("g"), ("t", 3))
-    world.watch.record_pull(three, world.groups.obtain("g"), ("t", 0))
+    world.locks.record_pull(one, world.groups.obtain("g"), ("t", 3))
+    world.locks.record_pull(three, world.groups.obtain("g"), ("t", 0))
     lost = list(claims.losing(world.group, "t", 4, ["c9"] * 4, found))
     assert lost == [(("t", 1), two), (("t", 2), three), (("t", 3), three), (("t", 3), one)]
 

@@ -50,7 +50,7 @@ async def test_a_reader_ends_before_the_next_one_is_notified(node: Node, wire: W
     assert [record.body for record in decode_records(fresh.body)] == [b"later"]
     assert node.broker.offsets.get("g", "t", 1) == 1
     assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))).code == 0
-    assert node.broker.watch.double_readers == 0
+    assert node.broker.locks.double_readers == 0
 
 
 async def test_long_handlers_are_waited_for_only_so_long(node: Node, wire: Wire, connect: Connect) -> None:
@@ -436,7 +436,7 @@ async def test_a_member_that_pulls_is_a_reader_in_its_group_alone(node: Node, wi
     await join(wire, "c1")
     for queue in range(4):
         await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=SUBSCRIBED))
-    groups, watch = node.broker.groups, node.broker.watch
+    groups, locks = node.broker.groups, node.broker.locks
     (connection,) = groups.members_of("g")
-    assert watch.reads(connection, groups.obtain("g"))
-    assert not watch.reads(connection, groups.obtain("other"))
+    assert locks.reads(connection, groups.obtain("g"))
+    assert not locks.reads(connection, groups.obtain("other"))

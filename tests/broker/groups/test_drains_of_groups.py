@@ -19,7 +19,6 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.drains import Draining, RedeliveryCauses, defer_notification
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History, Member
-from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.reading import is_gated, is_moving_away
 from rocketlet.broker.groups.stages import Drain, DrainStage, PeerSync, QueueKey
 from rocketlet.broker.messages.held_pulls import Until
@@ -32,7 +31,7 @@ from rocketlet.protocol.names import Subscription
 from rocketlet.testing.clock import MovableClock
 
 from ...conftest import peer
-from ...support.locks import Changes, Counts, Peers, Routes, make_groups, make_locks
+from ...support.locks import Changes, Peers, Routes, make_groups, make_locks
 
 QUEUES = 4
 FLAGS = 0x1 | 0x2 | 0x4
@@ -81,7 +80,7 @@ class World:
             released=lambda place, session: self.drained.append((place[1], session)),  # type: ignore[arg-type]
         )
         self.groups = make_groups(runtime, history, QUEUES, changes)
-        self.watch = Watch(runtime, self.groups, make_locks(folder, clock, groups=self.groups), history, Counts(QUEUES))
+        self.locks = make_locks(folder, clock, groups=self.groups)
         pulls: Any = SimpleNamespace(
             of=lambda session, group: list(self.held.get(session, ())), release=self.release.append
         )
@@ -89,7 +88,7 @@ class World:
         self.draining = Draining(
             runtime,
             self.groups,
-            self.watch,
+            self.locks,
             pulls,
             notifications,
             routes=Routes(self._route),
@@ -144,7 +143,7 @@ class World:
     def reads(self, session: RemotingConnection, *numbers: int) -> None:
         self.asks(session)
         for number in numbers:
-            self.watch.record_pull(session, self.groups.obtain("g"), ("t", number))
+            self.locks.record_pull(session, self.groups.obtain("g"), ("t", number))
 
     def pull(self, number: int, offset: int = 5, committed: int = 0) -> PullMessage:
         return PullMessage("g", "t", number, offset, 32, FLAGS, committed, 0)
@@ -328,7 +327,7 @@ async def test_who_claims_what_its_owner_reads_waits_until_it_is_known_by_which_
 async def test_a_member_from_before_a_restart_waits_until_it_is_known_what_is_its_own(world: World) -> None:
     one = world.comes("c1")
     assert is_gated(world.groups.obtain("g"), one, ("t", 0))
-    world.watch.record_pull(one, world.groups.obtain("g"), ("t", 0))
+    world.locks.record_pull(one, world.groups.obtain("g"), ("t", 0))
     assert not is_gated(world.groups.obtain("g"), one, ("t", 0)), "it reads it already"
     await world.found()
     assert not is_gated(world.groups.obtain("g"), one, ("t", 1))

@@ -84,7 +84,7 @@ async def test_reader_that_pulls_on_keeps_its_queue(node: Node, wire: Wire, conn
         assert returned.code == ResponseCode.PULL_NOT_FOUND, "the broker checks that the reader pulls again"
         await send(wire, b"%d" % offset)
         assert _bodies(await _read(wire, offset=offset, commit_offset=offset)) == [b"%d" % offset]
-    assert node.broker.watch.double_readers == 0
+    assert node.broker.locks.double_readers == 0
 
 
 async def test_waiting_pull_is_answered_within_its_own_suspend_time(node: Node, wire: Wire, connect: Connect) -> None:
@@ -262,4 +262,4 @@ async def test_no_queue_is_read_by_two_members_while_a_topic_grows(node: Node, w
             for member, queues in enumerate(shares):
                 await poll(member, queues)
     assert set(reads.values()) == {1}, "each message was given once"
-    assert node.broker.watch.double_readers == 0
+    assert node.broker.locks.double_readers == 0

@@ -344,18 +344,17 @@ def test_who_has_a_lease_of_a_queue_is_known(table: Table) -> None:
 
 
 def test_the_first_pull_and_commit_of_each_owner_are_history(table: Table) -> None:
-    one, place = peer(), ("g", "t", 0)
-    table.locks.record_pull(table.locks.groups.queue(*place))
-    assert table.locks.record_commit(table.locks.groups.queue(*place), 7) == 7
+    one, locks, key = peer(), table.locks, ("t", 0)
+    group = locks.groups.obtain("g")
+    assert locks.record_commit(group.queue(*key), 7) == 7
     table.lock("c1", one)
     for _ in range(2):
-        table.locks.record_pull(table.locks.groups.queue(*place))
-        assert table.locks.record_commit(table.locks.groups.queue(*place), 7) == 7
+        queue = locks.record_pull(one, group, key)
+        assert locks.record_commit(queue, 7) == 7
     assert table.events() == ["locked", "first pull", "first commit"]
     table.unlock("c1", one)
     table.lock("c1", one, handover=False)
-    table.locks.record_pull(table.locks.groups.queue(*place))
-    table.locks.record_commit(table.locks.groups.queue(*place), 7)
+    locks.record_commit(locks.record_pull(peer(), group, key), 7)
     assert table.events() == ["locked", "first pull", "first commit", "unlocked"]
 
 

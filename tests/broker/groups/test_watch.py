@@ -32,14 +32,8 @@ class World:
         runtime = Runtime(clock, Limits(**limits))
         self.history = History(runtime)
         self.groups = make_groups(runtime, self.history, QUEUES)
-        self.locks = make_locks(folder, clock, groups=self.groups)
-        self.watch = Watch(
-            runtime,
-            self.groups,
-            self.locks,
-            self.history,
-            Counts(QUEUES),
-        )
+        self.locks = make_locks(folder, clock, groups=self.groups, runtime=runtime, history=self.history)
+        self.watch = Watch(runtime, self.groups, self.history, Counts(QUEUES))
 
     def joins(self, *topics: str, strategy: str | None = None, model: str = "CLUSTERING") -> RemotingConnection:
         session = peer()
@@ -52,7 +46,7 @@ class World:
 
     def pulls(self, session: RemotingConnection, *numbers: int, topic: str = "t") -> None:
         for number in numbers or (0,):
-            self.watch.record_pull(session, self.groups.obtain("g"), (topic, number))
+            self.locks.record_pull(session, self.groups.obtain("g"), (topic, number))
 
     def at(self, queue_id: int, topic: str = "t", group: str = "g") -> GroupQueue:
         return self.groups.queue(group, topic, queue_id)
@@ -75,7 +69,7 @@ def read_again_and_again(world: World, one: RemotingConnection, two: RemotingCon
     for session in (one, two, one):
         world.clock.advance(pause_s)
         world.pulls(session)
-    return world.watch.double_readers
+    return world.locks.double_readers
 
 
 def test_a_member_that_comes_back_soon_is_a_second_reader(world: World) -> None:
@@ -91,7 +85,7 @@ def test_a_member_that_comes_back_after_a_held_pull_is_none(world: World) -> Non
 def test_a_third_member_is_none(world: World) -> None:
     for _ in range(3):
         world.pulls(world.joins())
-    assert world.watch.double_readers == 0
+    assert world.locks.double_readers == 0
 
 
 def test_a_member_that_pulls_alone_is_none(world: World) -> None:
@@ -112,7 +106,7 @@ def test_a_member_that_has_the_lock_has_got_the_queue_back(world: World) -> None
     world.pulls(two)
     world.locks.lock(LockRequest(f"c{one.number}", "g", (Queue("t", "a", 0),)), one)
     world.pulls(one)
-    assert world.watch.double_readers == 0
+    assert world.locks.double_readers == 0
 
 
 def test_the_last_reader_is_known_until_it_is_gone(world: World) -> None:
@@ -121,9 +115,9 @@ def test_the_last_reader_is_known_until_it_is_gone(world: World) -> None:
     world.pulls(one)
     world.pulls(two, 0, 1)
     assert world.at(0).reader is two
-    world.watch.connection_gone(one)
+    world.locks.connection_gone(one)
     assert world.at(0).reader is two
-    world.watch.connection_gone(two)
+    world.locks.connection_gone(two)
     assert world.at(0).reader is None
     assert {queue.previous_reader for queue in world.groups.queues()} == {None}
     assert (one.charged_bytes, two.charged_bytes) == (0, 0)
@@ -133,11 +127,11 @@ def test_a_reader_that_is_gone_is_no_second_one(world: World) -> None:
     one, two, three = world.joins(), world.joins(), world.joins()
     world.pulls(one)
     world.pulls(two)
-    world.watch.connection_gone(two)
+    world.locks.connection_gone(two)
     assert (world.at(0).reader, world.at(0).previous_reader) == (None, one)
     world.pulls(three)
     world.pulls(one)
-    assert world.watch.double_readers == 0
+    assert world.locks.double_readers == 0
 
 
 def test_queues_that_a_connection_reads_count_as_its_own_up_to_a_limit(tmp_path: Path) -> None:
@@ -154,27 +148,27 @@ def test_queues_that_a_connection_reads_count_as_its_own_up_to_a_limit(tmp_path:
 def test_what_a_connection_reads_is_found_by_its_group(world: World) -> None:
     one, two = world.joins(), world.joins()
     world.pulls(one, 0, 1)
-    world.watch.record_pull(one, world.groups.obtain("h"), ("u", 5))
+    world.locks.record_pull(one, world.groups.obtain("h"), ("u", 5))
     world.pulls(two, 1)
-    assert (world.watch.read_by(one, "g"), world.watch.read_by(one, "h")) == ([world.at(0)], [world.at(5, "u", "h")])
-    assert world.watch.read_by(peer(), "g") == []
+    assert (world.locks.read_by(one, "g"), world.locks.read_by(one, "h")) == ([world.at(0)], [world.at(5, "u", "h")])
+    assert world.locks.read_by(peer(), "g") == []
     g, i = world.groups.obtain("g"), world.groups.obtain("i")
-    assert [world.watch.reads(one, g), world.watch.reads(one, i), world.watch.reads(peer(), g)] == [True, False, False]
+    assert [world.locks.reads(one, g), world.locks.reads(one, i), world.locks.reads(peer(), g)] == [True, False, False]
     world.pulls(two, 0)
-    assert not world.watch.reads(one, world.groups.obtain("g"))
+    assert not world.locks.reads(one, world.groups.obtain("g"))
 
 
 def test_only_its_reader_lets_a_queue_go(world: World) -> None:
     one, two = world.joins(), world.joins()
     world.pulls(one, 0)
-    world.watch.release(two, world.at(0))
+    world.locks.release(two, world.at(0))
     assert world.at(0).reader is one
-    world.watch.release(one, world.at(0))
+    world.locks.release(one, world.at(0))
     assert world.at(0).reader is None
     world.pulls(one, 1)
-    world.watch.record_pull(one, world.groups.obtain("g"), ("u", 0))
-    world.watch.record_pull(one, world.groups.obtain("h"), ("t", 0))
-    world.watch.release_topic(one, "g", "t")
+    world.locks.record_pull(one, world.groups.obtain("g"), ("u", 0))
+    world.locks.record_pull(one, world.groups.obtain("h"), ("t", 0))
+    world.locks.release_topic(one, "g", "t")
     assert [world.groups.queue(*key).reader for key in (("g", "t", 1), ("g", "u", 0), ("h", "t", 0))] == [
         None,
         one,
@@ -188,7 +182,7 @@ def test_what_a_reader_was_given_and_committed_ends_with_the_reader(world: World
         world.pulls(reader)
         assert (world.at(0).given_offset, world.at(0).has_committed) == (0, False)
         world.at(0).given_offset, world.at(0).has_committed = 7, True
-    world.watch.connection_gone(two)
+    world.locks.connection_gone(two)
     assert (world.at(0).given_offset, world.at(0).has_committed) == (0, False)
 
 
@@ -216,7 +210,7 @@ def test_a_queue_that_nobody_reads_is_named_once_after_a_while(world: World) -> 
     assert world.events("orphaned") == named
     world.pulls(one, 1)
     assert world.looks(1) == 3
-    world.watch.release(one, world.at(1))
+    world.locks.release(one, world.at(1))
     assert world.looks(1) == 3, "it has been read since"
     assert world.looks(ORPHAN_S) == 4
     assert world.events("orphaned") == [*named, named[0]]
@@ -346,11 +340,10 @@ def test_a_reader_that_is_back_is_kept_over_the_next_restart_too(tmp_path: Path)
 def test_a_queue_with_another_reader_or_owner_or_none_is_not_kept_for_the_first(tmp_path: Path) -> None:
     clock = MovableClock(stands=True)
     locks = make_locks(tmp_path, clock)
-    for number in range(3):
-        record_reader(locks, "g", "t", number, "c1")
+    readers = [record_reader(locks, "g", "t", number, "c1") for number in range(3)]
     record_reader(locks, "g", "t", 0, "c2")
     assert locked(locks, 1) == {1}
-    locks.clear_reader(locks.groups.queue("g", "t", 2))
+    locks.release(readers[2], locks.groups.queue("g", "t", 2))
     run(locks.saving())
     assert make_locks(tmp_path, clock).groups.owners("g") == {("t", 0): "c2", ("t", 1): "ours"}
 
@@ -366,10 +359,9 @@ def test_no_more_readers_are_kept_than_locks(tmp_path: Path) -> None:
 def test_the_client_that_read_a_queue_last_is_known_until_somebody_else_reads_it(tmp_path: Path) -> None:
     locks = make_locks(tmp_path, MovableClock(stands=True))
     for number in range(3):
-        record_reader(locks, "g", "t", number, "c1")
+        reader = record_reader(locks, "g", "t", number, "c1")
         assert locks.groups.queue("g", "t", number).owner.last_reader_id == "c1"
-        locks.lose_reader(locks.groups.queue("g", "t", number))
-    locks.lose_reader(locks.groups.queue("g", "t", 3))
+        locks.connection_gone(reader)
     assert [locks.groups.queue("g", "t", number).owner.last_reader_id for number in range(4)] == [
         "c1",
         "c1",
@@ -380,7 +372,9 @@ def test_the_client_that_read_a_queue_last_is_known_until_somebody_else_reads_it
     record_reader(locks, "g", "t", 0, "c2")
     assert locked(locks, 1) == {1}
     assert locks.groups.obtain("g").missing_readers
-    locks.clear_reader(locks.groups.queue("g", "t", 2))
+    other = peer()
+    locks.record_pull(other, locks.groups.obtain("g"), ("t", 2))
+    locks.release(other, locks.groups.queue("g", "t", 2))
     assert [locks.groups.queue("g", "t", number).owner.last_reader_id for number in range(3)] == ["c2", None, None]
     assert not locks.groups.obtain("g").missing_readers
 
@@ -388,6 +382,5 @@ def test_the_client_that_read_a_queue_last_is_known_until_somebody_else_reads_it
 def test_no_more_lost_readers_are_kept_than_locks(tmp_path: Path) -> None:
     locks = make_locks(tmp_path, MovableClock(stands=True), limits=replace(LIMITS, max_locks=2))
     for number in range(3):
-        record_reader(locks, "g", "t", number, "c1")
-        locks.lose_reader(locks.groups.queue("g", "t", number))
+        locks.connection_gone(record_reader(locks, "g", "t", number, "c1"))
     assert [locks.groups.queue("g", "t", number).owner.last_reader_id for number in range(3)] == ["c1", "c1", None]

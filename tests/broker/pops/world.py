@@ -13,7 +13,7 @@ from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.groups.group import ConsumerGroups
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.members import History
-from rocketlet.broker.groups.offsets import Offsets, Watch
+from rocketlet.broker.groups.offsets import Offsets
 from rocketlet.broker.groups.rates import Rates
 from rocketlet.broker.groups.settings import GroupConfigs, RequestModes
 from rocketlet.broker.messages.appender import Appender
@@ -148,7 +148,6 @@ class World:
             runtime, self.members, history, folder / "locks.json", self.topics,
             queues_until(0),
         )  # fmt: skip
-        watch = Watch(runtime, self.members, self.locks, history, self.topics)
         self.frames = Frames(self.journal)
         lite_file = LiteFile(runtime.adoption, folder / "lite_offsets.json")
         lites = LiteTopics(runtime, self.topics, self.store, lite_file, LiteChanges())
@@ -156,7 +155,7 @@ class World:
         pools = Pools(runtime, self.topics, self.appender, self.members, self.offsets, self.groups, lite_offsets)
         modes = RequestModes(runtime, folder / "modes.json")
         division = Division(
-            runtime, self.topics, self.members, self.locks, watch, modes, history, pools, _NoRoutes()
+            runtime, self.topics, self.members, self.locks, modes, history, pools, _NoRoutes()
         )  # fmt: skip
         dead_letters = DeadLetterWriter(self.topics, self.appender, self.groups, self.members)
         journal = PopJournal(runtime, self.frames, self.topics, self.offsets, None)

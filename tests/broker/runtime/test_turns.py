@@ -388,10 +388,9 @@ async def test_queues_of_a_closed_connection_are_freed_in_pieces(node: Node, mon
     group = broker.groups.obtain("other")
     assert len(broker.locks.lock(LockRequest("c0", "other", queues, handover=True), peer.connection)) == count
     for queue in queues:
-        broker.watch.record_pull(peer.connection, group, (queue.topic, queue.queue_id))
+        broker.locks.record_pull(peer.connection, group, (queue.topic, queue.queue_id))
     monkeypatch.setattr(broker.turns, "turn_s", -1)
     broker.locks.connection_gone(peer.connection)
-    broker.watch.connection_gone(peer.connection)
     assert len(broker.locks) == count - broker.limits.affected_at_once
     assert sum(queue.reader is not None for queue in group.queues.values()) == count - broker.limits.affected_at_once
     monkeypatch.undo()
@@ -415,7 +414,7 @@ async def test_a_scan_of_very_many_queues_is_followed_by_a_pause(node: Node, mon
     broker, clock = node.broker, MovableClock(stands=True)
     queues = {"t": 10 * SLICE}
     runtime = Runtime(clock, broker.limits)
-    watch = Watch(runtime, broker.groups, broker.locks, broker.history, Counts(lambda topic: queues.get(topic, 0)))
+    watch = Watch(runtime, broker.groups, broker.history, Counts(lambda topic: queues.get(topic, 0)))
     assert pieces(watch.reporting_orphans()) > 10
     clock.advance(9.9)
     assert pieces(watch.reporting_orphans()) == 1
