@@ -309,7 +309,7 @@ class Unauthorized(Exception):
         self.access_key = access_key
 
 
-class Known:
+class Authentication:
     """Results for a session under one version of the policy.
 
     Attributes:
@@ -342,27 +342,27 @@ class Known:
             found = self.trusted[account.access_key] = account.white.matches(self.host)
         return found
 
-    def renewed(self, policy: Policy) -> Known:
+    def renewed(self, policy: Policy) -> Authentication:
         """Return the record for another version of the policy. The session stays authenticated only if the account still has
         the secret with which it has authenticated, as the present or the previous one."""
-        known = Known(policy, f"{self.host}:0")
-        known.access_key, known.asked = self.access_key, self.asked
+        authentication = Authentication(policy, f"{self.host}:0")
+        authentication.access_key, authentication.asked = self.access_key, self.asked
         account = policy.accounts.get(self.identified.access_key) if self.identified else None
         if account is not None and self.proof in (account.signer, account.former):
-            known.identified, known.proof = account, self.proof
-        return known
+            authentication.identified, authentication.proof = account, self.proof
+        return authentication
 
 
 def shown_to(session: Session) -> Callable[[str], bool]:
     """Return a function that returns True if the account of the last request may see the name of a topic, because it
     may send to it or read it. Without accounts, and from a white address, all names may be seen."""
-    known = session.known
-    if not isinstance(known, Known) or known.is_white:
+    authentication = session.authentication
+    if not isinstance(authentication, Authentication) or authentication.is_white:
         return lambda topic: True
-    account = known.identified or known.policy.accounts.get(known.access_key)
+    account = authentication.identified or authentication.policy.accounts.get(authentication.access_key)
     if account is None:
         return lambda topic: False
-    if known.trusts(account):
+    if authentication.trusts(account):
         return lambda topic: True
     return lambda topic: account.may(topic, Permission.ANY)
 
@@ -391,18 +391,18 @@ class Acl:
     def load(self) -> None:
         self.file.load()
 
-    def known(self, session: Session) -> Known:
+    def authentication_of(self, session: Session) -> Authentication:
         """Return the session's record under the policy in force. Close a session whose authentication has ended with an
         earlier policy."""
-        policy, known = self.file.policy, session.known
-        if not isinstance(known, Known):
-            known = session.known = Known(policy, session.peer)
-        elif known.policy is not policy:
-            was_identified = known.identified is not None
-            known = session.known = known.renewed(policy)
-            if was_identified and known.identified is None:
+        policy, authentication = self.file.policy, session.authentication
+        if not isinstance(authentication, Authentication):
+            authentication = session.authentication = Authentication(policy, session.peer)
+        elif authentication.policy is not policy:
+            was_identified = authentication.identified is not None
+            authentication = session.authentication = authentication.renewed(policy)
+            if was_identified and authentication.identified is None:
                 session.close()  # its requests have no signatures; a client signs them until it authenticates again
-        return known
+        return authentication
 
     def account_of(self, session: Session, access_key: object, has_signed: Callable[[Signer], bool]) -> Account | None:
         """Authenticate a request, and return its account, or None if the request may do everything.
@@ -414,20 +414,20 @@ class Acl:
         Raises:
             Unauthorized: the account does not exist, or the signature is invalid
         """
-        known = self.known(session)
+        authentication = self.authentication_of(session)
         # PlainPermissionManager.validate: requests from a global white address need neither key nor signature.
-        if known.is_white:
+        if authentication.is_white:
             return None
         if access_key is None:
-            if known.identified is None:
+            if authentication.identified is None:
                 raise Unauthorized("no_key", "No accessKey is configured; sign with an account's keys")
-            return known.identified
+            return authentication.identified
         account = self.file.policy.accounts.get(str(access_key))
         if account is None:
             raise Unauthorized("unknown_key", f"No acl config for {str(access_key)[:_REMARK_CHARS]}")
-        if known.signing is not account and known.trusts(account):
-            known.access_key, known.signing = account.access_key, None
-            known.asked.add(account.access_key)
+        if authentication.signing is not account and authentication.trusts(account):
+            authentication.access_key, authentication.signing = account.access_key, None
+            authentication.asked.add(account.access_key)
             return None
         proof = account.proven_by(has_signed)
         if proof is None:
@@ -435,20 +435,20 @@ class Acl:
             raise Unauthorized("signature", f"Check signature failed for accessKey={key}", key)
         if proof is account.former:
             self._record_former_secret(session, account)
-        known.access_key, known.signing = account.access_key, account
-        known.asked.add(account.access_key)
+        authentication.access_key, authentication.signing = account.access_key, account
+        authentication.asked.add(account.access_key)
         return account
 
     def identify(self, session: Session, account: Account, has_signed: Callable[[Signer], bool]) -> bool:
         """Authenticate a session as an account, if the account has signed. Return False otherwise."""
-        known = self.known(session)
+        authentication = self.authentication_of(session)
         proof = account.proven_by(has_signed)  # required even from a white address
         if proof is None:
             return False
         if proof is account.former:
             self._record_former_secret(session, account)
-        known.identified, known.proof = account, proof
-        known.asked.add(account.access_key)
+        authentication.identified, authentication.proof = account, proof
+        authentication.asked.add(account.access_key)
         self.file.generation.increment()
         return True
 
@@ -478,19 +478,21 @@ class Acl:
     def has_changed(self, session: Session, before: Policy) -> bool:
         """Return True if the policy has changed for a session: an account of its requests was changed, added or deleted, or
         its address is a global white address now or no longer. False for a session without requests."""
-        known, now = session.known, self.file.policy
-        if not isinstance(known, Known):
+        authentication, now = session.authentication, self.file.policy
+        if not isinstance(authentication, Authentication):
             return False
-        if before.is_white(known.host) is not now.is_white(known.host):
+        if before.is_white(authentication.host) is not now.is_white(authentication.host):
             return True
-        return any(before.accounts.get(key) != now.accounts.get(key) for key in known.asked)
+        return any(before.accounts.get(key) != now.accounts.get(key) for key in authentication.asked)
 
     def account_name(self, session: Session) -> str:
         """Return the access key of the account that a session is authenticated as, or else has used last; empty without."""
-        known = session.known
-        if not isinstance(known, Known):
+        authentication = session.authentication
+        if not isinstance(authentication, Authentication):
             return ""
-        return known.identified.access_key if known.identified is not None else known.access_key
+        return (
+            authentication.identified.access_key if authentication.identified is not None else authentication.access_key
+        )
 
     def may_publish(self, session: Session, topic: str) -> bool:
         """Return True if the account of the session's last request, or its white address, may send to a topic."""
@@ -501,11 +503,13 @@ class Acl:
         return self._may(session, topic, Permission.SUB)
 
     def _may(self, session: Session, topic: str, permission: Permission) -> bool:
-        known = session.known
-        if not isinstance(known, Known):
+        authentication = session.authentication
+        if not isinstance(authentication, Authentication):
             return False
-        account = self.file.policy.accounts.get(known.access_key)
-        return known.is_white or (account is not None and (known.trusts(account) or account.may(topic, permission)))
+        account = self.file.policy.accounts.get(authentication.access_key)
+        return authentication.is_white or (
+            account is not None and (authentication.trusts(account) or account.may(topic, permission))
+        )
 
     def note_refusal(self, session: Session, request: str, fault: Unauthorized) -> None:
         """Count a refused request, and log it unless the same refusal was logged recently."""

@@ -357,7 +357,7 @@ class RouteChanges(Protocol):
         """Handle a changed topic, after it was registered with each name server that was reachable."""
         ...
 
-    def topics_known(self) -> None:
+    def topics_registered(self) -> None:
         """Handle a registration of all topics with each name server that was reachable, including those that were
         unreachable when a topic changed."""
         ...
@@ -458,7 +458,7 @@ class Registration:
         for topic in changed.values():
             self._changes.topic_changed(topic)
         if all_are_due:
-            self._changes.topics_known()
+            self._changes.topics_registered()
 
     async def _register(self, topics: list[TopicConfig], *, is_whole: bool) -> None:
         self._register_locally(topics)

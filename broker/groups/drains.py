@@ -1054,7 +1054,7 @@ class Notifications:
         for topic in self._groups.stale_topics(group, session):
             session.send_event(GroupChanged(group.name, topic))
 
-    def topics_known(self) -> None:
+    def topics_registered(self) -> None:
         """Notify members that see another number of queues, because all name servers know all topics now. At an earlier
         notification, some name server may not have known the change."""
         for group, session, topic in self._groups.stale():

@@ -77,12 +77,12 @@ class GrpcClient:
         return self.connection.born_host
 
     @property
-    def known(self) -> object:
-        return self.connection.known
+    def authentication(self) -> object:
+        return self.connection.authentication
 
-    @known.setter
-    def known(self, known: object) -> None:
-        self.connection.known = known
+    @authentication.setter
+    def authentication(self, authentication: object) -> None:
+        self.connection.authentication = authentication
 
     @property
     def address(self) -> str:

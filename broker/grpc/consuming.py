@@ -155,7 +155,7 @@ class GrpcReceive(Receive):
     def _sending(self, wanted: list[tuple[Delivered, Record]]) -> Work[None]:
         """Send the messages of a response, decompressed in pieces. Messages beyond the size limit of a response, which counts
         failed decompressions, too, are put back."""
-        size, takes, inflater = 0, self._takes_bytes(), Inflater()
+        size, max_message_bytes, inflater = 0, self._max_message_bytes(), Inflater()
         for number, (delivered, record) in enumerate(wanted):
             if self._call.is_over:  # `abort` has put all messages back
                 return
@@ -176,11 +176,11 @@ class GrpcReceive(Receive):
             size += max(len(response.message.body), inflater.spent_bytes - spent)
             if self._call.is_over:
                 return
-            if response.ByteSize() > takes:
+            if response.ByteSize() > max_message_bytes:
                 language = self._call.text(b"x-mq-language")
                 self._give_up(
                     delivered,
-                    f"a client of {language} receives at most {takes} bytes with properties; send smaller bodies",
+                    f"a client of {language} receives at most {max_message_bytes} bytes with properties; send smaller bodies",
                 )
                 continue
             self._call.send(response)
@@ -191,7 +191,7 @@ class GrpcReceive(Receive):
                 pops = self._context.broker.pops
                 self._call.on_given_up(partial(pops.response_lost, self.request.client, times_ms))
 
-    def _takes_bytes(self) -> float:
+    def _max_message_bytes(self) -> float:
         """Return the size of the largest message that the client accepts; infinity for a client without this limit. A larger
         message would fail each of its receives."""
         return SMALL_CLIENT_BYTES if self._call.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf

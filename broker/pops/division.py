@@ -569,7 +569,7 @@ class PopMember:
     was_closed_by_client = True
     is_external = False
     is_closed = False
-    known: object = None
+    authentication: object = None
 
     def __init__(self, divided: Divided) -> None:
         self.number = next(_numbers)

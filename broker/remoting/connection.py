@@ -90,6 +90,7 @@ class RemotingConnection(Client):
         "_lost",
         "_transport",
         "active_s",
+        "authentication",
         "beat",
         "born_host",
         "broker_name",
@@ -102,7 +103,6 @@ class RemotingConnection(Client):
         "is_paused",
         "is_proving",
         "is_vip",
-        "known",
         "number",
         "pulls",
         "requests",
@@ -124,7 +124,7 @@ class RemotingConnection(Client):
         self._lost: list[Callable[[RemotingConnection], None]] = []
         self.born_host = b""
         self.peer = self.broker_name = ""
-        self.known: object = None
+        self.authentication: object = None
         self.beat: tuple[bytes, Heartbeat] | None = None
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0

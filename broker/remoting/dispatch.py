@@ -237,10 +237,10 @@ class Dispatch:
     def _sender(self, connection: RemotingConnection) -> bytes | None:
         """Return the access key of the account as which the connection is authenticated, so that its requests need no
         signature; empty if the client may send without an account; None if each request must be authenticated."""
-        known = self._acl.known(connection) if self._acl is not None else None
-        if known is None or known.is_white:
+        found = self._acl.authentication_of(connection) if self._acl is not None else None
+        if found is None or found.is_white:
             return b""
-        return known.identified.access_key.encode() if known.identified is not None else None
+        return found.identified.access_key.encode() if found.identified is not None else None
 
     def _stage(
         self, sends: Sends, connection: RemotingConnection, frame: Frame, account: bytes | None, out: Buffers

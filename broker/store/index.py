@@ -219,7 +219,7 @@ class ConsumeQueue:
         self.begin = state.begin
         return file.has_sums(state.sums)
 
-    def known_end(self) -> int:
+    def least_log_end(self) -> int:
         """Return the minimum end of the log according to the last entry in the file; 0 without an entry."""
         try:
             position, size, _ = self.entry(self.next - 1)

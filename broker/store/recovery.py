@@ -171,7 +171,7 @@ class Recovery:
         self._unknown: dict[str, int] = {}
         self._known_until = 0  # log position after which records may belong to topics that the state file does not have
         self._most_lost = 0  # maximum lost messages of a queue, because a log of this length cannot contain more
-        self._known_end = 0  # minimum end of the log, by index entries after the checkpoint
+        self._least_log_end = 0  # minimum end of the log, by index entries after the checkpoint
         self._rebuilt: list[str] = []
         self._lost: list[Lost] = []
         self._damage: list[Damage] = []
@@ -227,7 +227,7 @@ class Recovery:
     def _restore(self, key: tuple[str, int], state: QueueCheckpoint, rebuilds: bool) -> None:
         queue = self._queue(*key)
         if queue.next > state.next:
-            self._known_end = max(self._known_end, queue.known_end())
+            self._least_log_end = max(self._least_log_end, queue.least_log_end())
         try:
             is_whole = not rebuilds and queue.restore(state)
         except StoreFull:
@@ -250,9 +250,9 @@ class Recovery:
         if log.begin > checkpoint.begin:
             self._damage.append(Damage(checkpoint.begin, log.begin - checkpoint.begin))
         start = self._known_until = checkpoint.position
-        known_end = max(checkpoint.end, self._known_end if self._known_end < log.end + _FAR_BYTES else 0)
-        if known_end > log.end:
-            self._damage.append(Damage(log.end, known_end - log.end))
+        least_log_end = max(checkpoint.end, self._least_log_end if self._least_log_end < log.end + _FAR_BYTES else 0)
+        if least_log_end > log.end:
+            self._damage.append(Damage(log.end, least_log_end - log.end))
         # After a power failure, the end of the log may be missing although the checkpoint was written: truncate the
         # indexes to the log's end.
         if checkpoint.end > log.end:

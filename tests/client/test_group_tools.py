@@ -195,7 +195,7 @@ async def test_a_member_that_sees_too_few_queues_is_notified_when_name_servers_k
     await create_topic(wire, "t", 4)
     await join(wire, "c1", queue_counts={"broker-a": {"t": 3}})
     await told_of_growth(wire)
-    node.broker.notifications.topics_known()
+    node.broker.notifications.topics_registered()
     await told_of_growth(wire)
 
 

@@ -304,7 +304,7 @@ async def test_our_client_identifies_itself_and_comes_back_after_a_change(
     by_tls = access("orders-key", tls=True, ca_file=str(certificates.folder / "ca.pem"))
     async with Producer(node.address, access=by_tls) as producer:
         await producer.send("orders", b"1")
-        known = [connection.known for connection in node.server.connections]
+        known = [connection.authentication for connection in node.server.connections]
         await eventually(lambda: any(getattr(item, "identified", None) for item in known))
         for number in range(3):
             await producer.send("orders", b"%d" % number)

@@ -213,7 +213,7 @@ def test_members_are_notified_that_a_topic_has_grown(world: World) -> None:
     assert stale.news == [GroupChanged("h", "t")]
     world.notifications.notify_outdated(stale, world.groups.obtain("h"))  # type: ignore[arg-type]
     world.notifications.notify_outdated(one, world.groups.obtain("g"))  # type: ignore[arg-type]
-    world.notifications.topics_known()
+    world.notifications.topics_registered()
     assert (len(one.news), len(stale.news)) == (1, 3)
     world.queues = 3
     world.notifications.topic_changed(TopicConfig("t", 3, 3))

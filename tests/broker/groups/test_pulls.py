@@ -772,7 +772,7 @@ def test_an_account_that_identifies_itself_raises_the_number(file: AccountsFile)
 class Peer:
     """A session, as far as it is charged and judged."""
 
-    known: object = None
+    authentication: object = None
     peer = "192.0.2.1:40000"
 
     def __init__(self) -> None:
