@@ -563,8 +563,12 @@ class Locks:
             self._move(queue, OwnerEvent.RECONNECT, session=session)
         queue.renewed_s = self._clock.monotonic_s()
 
-    def readers_back(self, group: ConsumerGroup, client_id: str) -> list[GroupQueue]:
-        """Return the queues that a client, which is a member again, has read since before. It is their reader again."""
+    def readers_back(self, group: ConsumerGroup, client_id: str, session: Session) -> list[GroupQueue]:
+        """Return the queues that a client, which is a member again, has read since before. It is their reader again, and no
+        longer taken for the reader of others, which it also claims."""
+        for queue in self.owned_by(session, group.name):
+            if queue.owner.state is _AWAITED and not queue.owner.awaits(client_id):
+                self._move(queue, OwnerEvent.DISCONNECT)
         back = [queue for queue in group.queues.values() if queue.owner.awaits(client_id)]
         for queue in back:
             self._move(queue, OwnerEvent.READ, client_id)

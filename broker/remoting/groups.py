@@ -123,7 +123,7 @@ def _register_client(
     for consumer in beat.consumers:
         group = broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
         if group.missing_readers:
-            for queue in broker.locks.readers_back(group, beat.client_id):
+            for queue in broker.locks.readers_back(group, beat.client_id, connection):
                 # the client may still handle messages that it got before the restart
                 broker.locks.record_pull(connection, group, queue.key)
         broker.locks.join(connection, group.name)

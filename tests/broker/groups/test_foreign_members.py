@@ -755,6 +755,19 @@ async def test_a_client_with_an_old_claim_is_taken_for_the_reader_of_most_of_its
     await eventually(lambda: ids(again) == ["c1"])
 
 
+async def test_a_client_that_was_not_the_reader_from_before_gets_nothing_of_its_queue(
+    again: Node, connect: Connect
+) -> None:
+    stranger = await connect(again.address)
+    waits, asked = await pulls(stranger, 1)
+    report(stranger, asked)
+    assert (await stranger.answer(waits)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    await join(stranger, "c3")
+    await eventually(lambda: not drain_of(again.broker).is_finding)
+    pulled = pull(queue=1, flags=FLAGS, suspend_timeout_millis=1)
+    assert (await stranger.call(RequestCode.PULL_MESSAGE, pulled)).code == ResponseCode.PULL_NOT_FOUND
+
+
 async def test_a_client_without_a_heartbeat_gets_no_member_list(node: Node, wire: Wire, connect: Connect) -> None:
     """A list without itself would make it drop its queues while its handlers run. Java's client keeps them after an error."""
     await join(wire, "c1")

@@ -113,7 +113,7 @@ class Run:
             case "release":
                 locks.release(session, queue)
             case "back":
-                locks.readers_back(group, step.client_id)
+                locks.readers_back(group, step.client_id, session)
             case "lost" | "closed":
                 session.was_closed_by_client = step.action == "closed"
                 locks.connection_gone(session)

@@ -323,12 +323,12 @@ def test_a_queue_whose_reader_closes_its_connection_is_free(tmp_path: Path) -> N
 
 
 def test_a_reader_that_is_back_is_kept_over_the_next_restart_too(tmp_path: Path) -> None:
-    clock = MovableClock(stands=True)
+    clock, reader = MovableClock(stands=True), peer()
     record_reader(make_locks(tmp_path, clock), "g", "t", 1, "c1")
     locks = make_locks(tmp_path, clock)
-    assert locks.readers_back(locks.groups.obtain("g"), "c2") == []
-    assert [queue.lease_key for queue in locks.readers_back(locks.groups.obtain("g"), "c1")] == [("g", "t", 1)]
-    assert (locks.readers_back(locks.groups.obtain("g"), "c1"), locks.groups.owners("g")) == ([], {})
+    assert locks.readers_back(locks.groups.obtain("g"), "c2", peer()) == []
+    assert [queue.lease_key for queue in locks.readers_back(locks.groups.obtain("g"), "c1", reader)] == [("g", "t", 1)]
+    assert (locks.readers_back(locks.groups.obtain("g"), "c1", reader), locks.groups.owners("g")) == ([], {})
     assert not locks.groups.obtain("g").missing_readers
     run(locks.saving(closes=True))
     again = make_locks(tmp_path, clock)
