@@ -38,12 +38,23 @@ class Arrivals(Generic[K, Item]):
             self._turns.do_some(self._doing(keys))
 
     def _doing(self, keys: deque[K]) -> Work[None]:
+        """Do a piece of each key's work in turn, so that no key waits for all of another's."""
+        works: dict[K, Work[None]] = {}
         try:
             while keys:
-                while items := self._new[keys[0]]:
-                    self._new[keys[0]] = {}
-                    yield from self._work(keys[0], items)
-                del self._new[keys.popleft()]
+                key = keys[0]
+                if key not in works:
+                    items, self._new[key] = self._new[key], {}
+                    if not items:
+                        del self._new[keys.popleft()]
+                        continue
+                    works[key] = self._work(key, items)
+                keys.rotate(-1)
+                for _ in works[key]:
+                    yield
+                    break
+                else:
+                    del works[key]
         finally:
             for key in keys:  # after an error
                 del self._new[key]

@@ -15,7 +15,7 @@ from rocketlet.broker.pops.deliveries import Delivery, DeliveryState
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.pool import QueueDeliveries
 from rocketlet.broker.pops.requests import PopClient, PopResult, Why
-from rocketlet.protocol.bodies import GroupConfig, finish
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
 from rocketlet.protocol.group_bodies import LiteAction
 
 from .world import WILDCARD, FakeSession, World, bodies, client_of, handles, lite_sender
@@ -86,6 +86,19 @@ def test_messages_that_arrive_while_groups_are_woken_reach_all_of_them(world: Wo
     for name, results in zip(names, waiting, strict=True):
         found = [*results, world.receive(group=name)]
         assert sorted(body for result in found for body in bodies(result)) == ["first", "second"]
+
+
+def test_message_waits_for_no_groups_of_another_topic_in_the_same_commit(world: World) -> None:
+    for topic in "AB":
+        world.topics.put(TopicConfig(topic, 1, 1), world.store.end)
+    many = [world.wait(1, topic="A", group=f"g{number}") for number in range(MANY)]
+    other = world.wait(1, topic="B", group="b")
+    world.turns.turn_s = -1  # only what is done immediately is done
+    with world.appender.batch():
+        for topic in "AB":
+            world.appender.stage(world.store.queue(topic, 0), b"m", b"", 0, 0, 0, 1, bytes(8))
+    assert [bodies(result) for result in other] == [["m"]]
+    assert 0 < ended(many) < MANY
 
 
 def test_lite_message_wakes_the_receives_of_many_groups_in_pieces(world: World) -> None:
