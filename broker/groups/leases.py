@@ -333,7 +333,9 @@ class Locks:
                 queue.previous_reader = None
             if queue.reader is session:
                 queue.set_reader(None)
-                if queue.owner.reader is not None and queue.owner.state not in MISSING:
+                if queue.owner.state in MISSING and queue.owner.reader is not None:
+                    self._move(queue, OwnerEvent.RELEASE)  # another client has read the queue since
+                elif queue.owner.reader is not None:
                     self._move(queue, OwnerEvent.LOSE)  # the foreign member may come back on another connection
             self.groups.release_queue(queue)
             yield

@@ -356,6 +356,16 @@ def test_no_more_readers_are_kept_than_locks(tmp_path: Path) -> None:
     assert make_locks(tmp_path, clock).groups.owners("g") == {("t", 0): "c1", ("t", 1): "c1"}
 
 
+def test_a_lost_reader_is_not_awaited_after_another_client_has_read_the_queue_and_left(tmp_path: Path) -> None:
+    locks, other = make_locks(tmp_path, MovableClock(stands=True)), peer()
+    locks.connection_gone(record_reader(locks, "g", "t", 0, "c1"))
+    group = locks.groups.obtain("g")
+    locks.record_pull(other, group, ("t", 0))
+    assert group.missing_readers == 1
+    locks.connection_gone(other)
+    assert (group.missing_readers, group.queue("t", 0).owner.last_reader_id) == (0, None)
+
+
 def test_the_client_that_read_a_queue_last_is_known_until_somebody_else_reads_it(tmp_path: Path) -> None:
     locks = make_locks(tmp_path, MovableClock(stands=True))
     for number in range(3):
