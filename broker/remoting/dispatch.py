@@ -53,6 +53,7 @@ log = structlog.get_logger("rocketlet.dispatch")
 
 Handler = Callable[[RemotingConnection, Frame], Reply]
 
+_OF_LOCKS: Final = (Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ)
 _PULL_MESSAGE: Final = int(Code.PULL_MESSAGE)
 _PULL: Final = Frame(_PULL_MESSAGE)
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
@@ -335,7 +336,7 @@ class Dispatch:
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)
-            return reply if type(reply) is list else self._admitted(connection, reply)
+            return reply if type(reply) is list else self._admitted(connection, frame.code, reply)
         except Exception as error:
             self._forget_staged()
             return self._fault(connection, frame, error)
@@ -369,10 +370,16 @@ class Dispatch:
                 return False
         return True
 
-    def _admitted(self, connection: RemotingConnection, reply: Reply) -> Reply:
+    def _admitted(self, connection: RemotingConnection, code: int, reply: Reply) -> Reply:
         """Return a handler's result. Raises LimitExceeded if the response is not ready and too many other responses are
-        being made for this address or for all."""
-        if reply is None or isinstance(reply, list) or self._answering.has_room(connection.address):
+        being made for this address or for all. Locks are never refused for that, because members would lose their leases; a
+        connection has one of these requests at a time."""
+        if (
+            reply is None
+            or isinstance(reply, list)
+            or code in _OF_LOCKS
+            or self._answering.has_room(connection.address)
+        ):
             return reply
         reply.close()
         raise LimitExceeded(f"{self._answering.count} long requests are being answered; retry later")
@@ -381,7 +388,7 @@ class Dispatch:
         """Handle a request with `--flush sync`. If the request has stored data, its response waits until the data is on
         the device."""
         written = flusher.written
-        reply = self._admitted(connection, handler(connection, frame))
+        reply = self._admitted(connection, frame.code, handler(connection, frame))
         if not isinstance(reply, list) or flusher.written == written:
             return reply
         self._write(connection, frame, reply, written)

@@ -328,6 +328,8 @@ def _locking(
     locked: list[group_bodies.LockedShape] = []
     refused, is_renewal = broker.locks.refused, not request.handover or bool(request.epochs)
     for part in _parts(request):
+        if connection.is_closed:  # its leases have ended, or are kept until it is back
+            return []
         epochs = broker.locks.lock(part, connection)
         offsets: Mapping[Queue, int] = {}
         if request.offsets:
@@ -337,8 +339,6 @@ def _locking(
             offsets = _committed(broker, request.group, epochs)
         locked += group_bodies.locked_items(epochs, offsets)
         yield
-        if connection.is_closed:  # its leases have ended, or are kept until it is back
-            return []
     # Apache's clients treat queues that are not in the response as locked by another client, and retry.
     is_full = is_renewal and not request.offsets and broker.locks.refused > refused
     remark = "this broker keeps no more locks; retry later" if is_full else None

@@ -17,6 +17,7 @@ from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.client.admin.findings import Harm
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import (
+    SLICE,
     ConsumerData,
     DataVersion,
     GroupConfig,
@@ -27,7 +28,14 @@ from rocketlet.protocol.bodies import (
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET as COMMITS
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_EXPRESSION_TAGS
-from rocketlet.protocol.group_bodies import TopicExtent, decode_extents, encode_topics
+from rocketlet.protocol.group_bodies import (
+    LockRequest,
+    TopicExtent,
+    decode_extents,
+    decode_locked,
+    encode_lock_request,
+    encode_topics,
+)
 from rocketlet.protocol.headers import UnregisterClient, write
 from rocketlet.protocol.names import Queue, parse_subscription, retry_topic
 from rocketlet.testing.ports import free_port
@@ -172,6 +180,17 @@ async def test_a_foreign_member_gets_nothing_of_a_queue_that_one_of_ours_owns(no
     assert (await ours.call(RequestCode.PULL_MESSAGE, pull(flags=flags))).code == 0
     await lock(ours, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
     assert (await foreign.call(RequestCode.PULL_MESSAGE, pull(flags=flags))).code == 0
+
+
+@pytest.mark.limits(max_answering=0)
+async def test_locks_of_many_queues_are_not_refused_while_other_responses_are_made(node: Node, wire: Wire) -> None:
+    """Members would lose their leases. Other requests are refused when too many responses take long."""
+    queues = tuple(Queue("t", "broker-a", number) for number in range(SLICE + 1))
+    await create_topic(wire, "t", len(queues))
+    body = encode_lock_request(LockRequest("c1", "g", queues))
+    assert len(decode_locked((await wire.call(RequestCode.LOCK_BATCH_MQ, body=body)).body)) == len(queues)
+    assert (await wire.call(RequestCode.UNLOCK_BATCH_MQ, body=body)).code == 0
+    assert not node.broker.locks
 
 
 async def owned_by_one_of_ours(node: Node, connect: Connect) -> tuple[Wire, Wire]:
