@@ -122,7 +122,8 @@ def made(factory: pytest.TempPathFactory, name: str) -> Path:
     if missing(*needed):
         pytest.skip(missing(*needed))
     sources = sorted(path for path in (SOURCES / name).iterdir() if path.is_file() and path.suffix != ".py")
-    return kept(factory, f"official-{name}", make, [Path(__file__), *sources])
+    tools = (str(Path(shutil.which(tool) or tool).resolve()) for tool in needed)  # another JDK makes other classes
+    return kept(factory, f"official-{name}", make, [*tools, Path(__file__), *sources])
 
 
 def home_of(folder: Path) -> Path:

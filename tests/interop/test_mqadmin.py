@@ -201,6 +201,7 @@ async def test_statistics_and_single_messages(cluster: Cluster, admin: Admin) ->
     assert "by-mqadmin" in text or cluster.stored("t") == 11
 
 
+@on_one_broker_and_two
 @feature("wipeWritePerm, addWritePerm")
 async def test_a_broker_is_taken_out_of_writing_and_back(cluster: Cluster, admin: Admin) -> None:
     await cluster.create_topic("t")
