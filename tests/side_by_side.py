@@ -11,7 +11,7 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-WORKERS_PER_CORE: Final = 4
+WORKERS_PER_CORE: Final = 3
 """More than one, because tests wait for other processes; not many more, because Spark gives up on a Python process that has
 not answered after 10 s. Half of them begin with quick tests."""
 
