@@ -333,10 +333,10 @@ class Locks:
                 queue.previous_reader = None
             if queue.reader is session:
                 queue.set_reader(None)
-                if queue.owner.state in MISSING and queue.owner.reader is not None:
-                    self._move(queue, OwnerEvent.RELEASE)  # another client has read the queue since
-                elif queue.owner.reader is not None:
-                    self._move(queue, OwnerEvent.LOSE)  # the foreign member may come back on another connection
+                if queue.owner.reader is not None:
+                    # A foreign member may come back on another connection. If it was lost before, this other client has read
+                    # the queue since.
+                    self._move(queue, OwnerEvent.RELEASE if queue.owner.state in MISSING else OwnerEvent.LOSE)
             self.groups.release_queue(queue)
             yield
 
