@@ -326,11 +326,13 @@ def _locking(
     broker: BrokerController, connection: RemotingConnection, frame: Frame, request: group_bodies.LockRequest
 ) -> Work[Buffers]:
     locked: list[group_bodies.LockedShape] = []
-    refused, is_renewal = broker.locks.refused, not request.handover or bool(request.epochs)
+    is_full, is_renewal = False, not request.handover or bool(request.epochs)
     for part in _parts(request):
         if connection.is_closed:  # its leases have ended, or are kept until it is back
             return []
+        refused = broker.locks.refused  # other clients are refused between two parts
         epochs = broker.locks.lock(part, connection)
+        is_full |= is_renewal and not request.offsets and broker.locks.refused > refused
         offsets: Mapping[Queue, int] = {}
         if request.offsets:
             offsets = _commit(broker, connection, part, epochs)
@@ -340,7 +342,6 @@ def _locking(
         locked += group_bodies.locked_items(epochs, offsets)
         yield
     # Apache's clients treat queues that are not in the response as locked by another client, and retry.
-    is_full = is_renewal and not request.offsets and broker.locks.refused > refused
     remark = "this broker keeps no more locks; retry later" if is_full else None
     return answer(frame, body=group_bodies.encode_locked_items(locked), remark=remark)
 

@@ -347,7 +347,14 @@ async def test_very_many_queues_are_locked_and_unlocked_in_pieces(node: Node, le
         return
     next(work)
     assert len(broker.locks) == SLICE
-    assert (len(list(work)), len(broker.locks)) == (2, count)
+    broker.locks.refused += 1  # to another client, meanwhile
+    locking, responses = work, list[object]()
+
+    def responding() -> Work[None]:
+        responses.append((yield from locking))
+
+    assert (len(list(responding())), len(broker.locks)) == (2, count)
+    assert "no more locks" not in str(responses)
     work = BROKER_REQUESTS[Code.UNLOCK_BATCH_MQ][0](broker, peer.connection, Frame(Code.UNLOCK_BATCH_MQ, body=body))
     assert isinstance(work, Generator)
     next(work)
